@@ -1,0 +1,136 @@
+"""Worker side of the connector: frees what was released, and says why each pin ended.
+
+Runs in every vLLM worker, inside the step. Every private vLLM attribute that it
+touches is listed in ``vllm_surface``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+
+from kvtide.connector.pins import EndCause
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorMetadata,
+        KVConnectorTransferResults,
+    )
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class LeaseMetadata(NixlConnectorMetadata):  # type: ignore[misc]
+    """vLLM's metadata for one step, plus the pins to release in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.releases: set[str] = set()
+
+    @classmethod
+    def extend(cls, meta: KVConnectorMetadata, releases: set[str]) -> LeaseMetadata:
+        """Take over everything of ``meta``, whatever fields this vLLM gives it."""
+        extended = cls()
+        extended.__dict__.update(meta.__dict__)
+        extended.releases = releases
+        return extended
+
+
+@dataclass
+class LeaseWorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Pins that ended on a worker in one step, and why."""
+
+    ended: dict[str, EndCause] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Merge two workers' reports; a read by anyone outranks the other causes."""
+        assert isinstance(other, LeaseWorkerMeta)
+        merged = dict(self.ended)
+        for request_id, cause in other.ended.items():
+            if merged.get(request_id) is not EndCause.READ:
+                merged[request_id] = cause
+        return LeaseWorkerMeta(merged)
+
+
+@contextmanager
+def _nixl_progress_thread(*, enabled: bool) -> Iterator[None]:
+    """Build the NIXL agent without its progress thread, if so configured.
+
+    Over UCX's tcp and shm transports that thread spins: it takes a whole core
+    from an engine that has one or two. Without it NIXL progresses in the steps,
+    and an engine that pins anything keeps stepping. Leave it on for RDMA.
+    """
+    original = base_worker.nixl_agent_config
+    if not enabled and original is not None:
+        base_worker.nixl_agent_config = partial(original, enable_prog_thread=False)
+    try:
+        yield
+    finally:
+        base_worker.nixl_agent_config = original
+
+
+class LeasedNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]
+    """vLLM's pull worker that can also let a pin go before its deadline.
+
+    Each worker reports each request finished exactly once, however its pin
+    ends: vLLM's scheduler dies on a second report.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
+    ) -> None:
+        extra = vllm_config.kv_transfer_config.get_from_extra_config
+        with _nixl_progress_thread(enabled=bool(extra("kvtide_nixl_progress_thread", True))):
+            super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._ended: dict[str, EndCause] = {}
+        self._released: set[str] = set()
+
+    def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
+        """Start this step's reads, then drop the pins that the registry released.
+
+        In that order: a pin may arrive and be released in the same metadata.
+        """
+        super().start_load_kv(metadata)
+        for request_id in getattr(metadata, "releases", ()):
+            # Only a pin that is still here: one that was read or that ran out
+            # has been, or will be, reported by that.
+            if self._reqs_to_send.pop(request_id, None) is None:
+                continue
+            self._reqs_to_process.discard(request_id)
+            self.consumer_notification_counts_by_req.pop(request_id, None)
+            self.expected_consumer_notifications_by_req.pop(request_id, None)
+            self._released.add(request_id)
+            self._ended[request_id] = EndCause.RELEASED
+
+    def get_transfer_results(self) -> KVConnectorTransferResults:
+        """Add the released pins to those that finished sending."""
+        results = super().get_transfer_results()
+        results.finished_sending.update(self._released)
+        self._released.clear()
+        return results
+
+    def _get_new_notifs(self) -> set[str]:
+        read: set[str] = super()._get_new_notifs()
+        self._ended.update(dict.fromkeys(read, EndCause.READ))
+        return read
+
+    def _reap_expired_send_leases(self, done_sending: set[str]) -> None:
+        before = set(done_sending)
+        super()._reap_expired_send_leases(done_sending)
+        self._ended.update(dict.fromkeys(done_sending - before, EndCause.EXPIRED))
+
+    def build_connector_worker_meta(self) -> LeaseWorkerMeta | None:
+        """What ended since the last step; None when nothing did."""
+        if not self._ended:
+            return None
+        meta = LeaseWorkerMeta(self._ended)
+        self._ended = {}
+        return meta
