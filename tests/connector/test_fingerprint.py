@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,8 +23,6 @@ tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
 def test_chain_is_the_published_one() -> None:
     """The digests are those of the documented chain, so that other programs can compute them."""
-    import hashlib
-
     packed = b"".join(i.to_bytes(4, "little") for i in (1, 2, 3, 4, 5))
     first = hashlib.blake2b(packed[:16], digest_size=16).digest()
     second = hashlib.blake2b(first + packed[16:], digest_size=16).digest()

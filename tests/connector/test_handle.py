@@ -81,9 +81,7 @@ def test_cut_within_the_last_block_keeps_several_groups() -> None:
     assert (cut.block_groups, cut.token_count) == (((1, 2, 3), (9,)), 299)
 
 
-@pytest.mark.parametrize(
-    ("groups", "tokens"), [(((1, 2, 3),), 301), (((1, 2, 3), (9,)), 128)]
-)
+@pytest.mark.parametrize(("groups", "tokens"), [(((1, 2, 3),), 301), (((1, 2, 3), (9,)), 128)])
 def test_impossible_cut_is_refused(groups: tuple[tuple[int, ...], ...], tokens: int) -> None:
     """A handle can't grow, and one with front-clipped groups has no common prefix."""
     with pytest.raises(ValueError, match="cannot cut"):

@@ -58,7 +58,7 @@ def edited(position: int) -> list[int]:
         pytest.param(HISTORY[:299], 256, id="shorter prompt"),
         pytest.param(HISTORY[:256], 256, id="shorter prompt on a boundary"),
         pytest.param(HISTORY[:200] + [7] * 200, 128, id="fork"),
-        pytest.param(HISTORY[:150] + [9] + HISTORY[150:], 128, id="token inserted"),
+        pytest.param([*HISTORY[:150], 9, *HISTORY[150:]], 128, id="token inserted"),
     ],
 )
 def test_changed_history_is_cut_to_whole_verified_blocks(prompt: list[int], tokens: int) -> None:

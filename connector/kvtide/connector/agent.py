@@ -15,17 +15,20 @@ import random
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
-from kvtide.connector.engine_settings import EngineSettings
 from kvtide.connector.pins import EndCause, Pin, PinEvent, PinTable
 from kvtide.connector.wire import fingerprint_to_proto, handle_to_proto
 from kvtide.v1 import lease_pb2, lease_pb2_grpc, node_pb2, node_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvtide.connector.engine_settings import EngineSettings
 
 logger = logging.getLogger("vllm.kvtide.agent")
 
@@ -295,10 +298,12 @@ class EngineAgent:
         """Ask the engine's own endpoint: vLLM's core is up long before its HTTP server."""
         while not self._stopping.is_set():
             serving = False
-            with suppress(OSError, ValueError):
-                with urllib.request.urlopen(
+            with (
+                suppress(OSError, ValueError),
+                urllib.request.urlopen(
                     f"{self._identity.url}/health", timeout=_HTTP_TIMEOUT_S
-                ) as answer:
-                    serving = answer.status == 200
+                ) as answer,
+            ):
+                serving = answer.status == 200
             self._http_serving = serving
             self._stopping.wait(_PROBE_SERVING_S if serving else _PROBE_STARTING_S)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ENV_REGISTRY = "KVTIDE_ENGINE_REGISTRY"
 ENV_HEALTH = "KVTIDE_ENGINE_HEALTH"

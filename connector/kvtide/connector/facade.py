@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
-    NixlBaseConnector,
-    NixlPullConnector,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.logger import init_logger
 
 from kvtide.connector.engine_settings import EngineSettings
@@ -44,17 +41,17 @@ class LeasedNixlConnector(NixlPullConnector):  # type: ignore[misc]
         # worker, with their listener threads, before they could be replaced.
         super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
         self._agent: EngineAgent | None = None
+        self._scheduler: LeasedNixlScheduler | None = None
+        self._worker: LeasedNixlWorker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self.connector_scheduler = LeasedNixlScheduler(
-                vllm_config, self.engine_id, kv_cache_config
-            )
-            self._start_agent(vllm_config)
+            self._scheduler = LeasedNixlScheduler(vllm_config, self.engine_id, kv_cache_config)
+            self._start_agent(vllm_config, self._scheduler)
         else:
-            self.connector_worker = LeasedNixlWorker(
-                vllm_config, self.engine_id, kv_cache_config
-            )
+            self._worker = LeasedNixlWorker(vllm_config, self.engine_id, kv_cache_config)
+        self.connector_scheduler = self._scheduler
+        self.connector_worker = self._worker
 
-    def _start_agent(self, vllm_config: VllmConfig) -> None:
+    def _start_agent(self, vllm_config: VllmConfig, scheduler: LeasedNixlScheduler) -> None:
         settings = EngineSettings.from_environment()
         if settings is None:
             logger.warning(
@@ -62,12 +59,10 @@ class LeasedNixlConnector(NixlPullConnector):  # type: ignore[misc]
                 "and grants no leases"
             )
             return
-        # Imported here: grpc threads must be born after vLLM has forked.
+        # Imported here: grpc must not be loaded in a process that vLLM is yet to fork.
         from kvtide.connector.agent import EngineAgent
         from kvtide.connector.identity import describe_engine
 
-        assert isinstance(self.connector_scheduler, LeasedNixlScheduler)
-        scheduler = self.connector_scheduler
         self._agent = EngineAgent(
             settings=settings,
             identity=describe_engine(vllm_config, settings, scheduler),
@@ -80,13 +75,12 @@ class LeasedNixlConnector(NixlPullConnector):  # type: ignore[misc]
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """Hand the cache manager to the scheduler side."""
         super().bind_kv_cache_manager(kv_cache_manager)
-        assert isinstance(self.connector_scheduler, LeasedNixlScheduler)
-        self.connector_scheduler.bind_kv_cache_manager(kv_cache_manager)
+        if self._scheduler is not None:
+            self._scheduler.bind_kv_cache_manager(kv_cache_manager)
 
     def build_connector_worker_meta(self) -> LeaseWorkerMeta | None:
         """Carry the workers' reasons to the scheduler."""
-        assert isinstance(self.connector_worker, LeasedNixlWorker)
-        return self.connector_worker.build_connector_worker_meta()
+        return None if self._worker is None else self._worker.build_connector_worker_meta()
 
     def shutdown(self) -> None:
         """Leave the fleet, then stop as upstream does."""
@@ -95,4 +89,4 @@ class LeasedNixlConnector(NixlPullConnector):  # type: ignore[misc]
         super().shutdown()
 
 
-__all__ = ["LeasedNixlConnector", "NixlBaseConnector"]
+__all__ = ["LeasedNixlConnector"]

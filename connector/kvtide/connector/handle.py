@@ -7,11 +7,13 @@ connector version 14, vLLM 0.32 and 0.33). Pure: no I/O, no protobuf, no vLLM.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtide.connector.fingerprint import block_count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: The key under which kvtide's own entries travel in ``kv_transfer_params``.
 KVTIDE_KEY = "kvtide"
@@ -146,6 +148,4 @@ def cut_handle(handle: KvHandle, token_count: int) -> KvHandle:
     if len(handle.block_groups) != 1:
         msg = f"cannot cut a handle with {len(handle.block_groups)} block groups"
         raise ValueError(msg)
-    return replace(
-        handle, block_groups=(handle.block_groups[0][:keep],), token_count=token_count
-    )
+    return replace(handle, block_groups=(handle.block_groups[0][:keep],), token_count=token_count)

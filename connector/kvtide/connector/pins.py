@@ -13,9 +13,12 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from kvtide.connector.fingerprint import Fingerprint, fingerprint_of
-from kvtide.connector.handle import KvHandle
+
+if TYPE_CHECKING:
+    from kvtide.connector.handle import KvHandle
 
 #: How much longer than advertised the engine pins, in seconds. Equal to the
 #: margin within which vLLM's prefill side declines a read (pull_worker.py,

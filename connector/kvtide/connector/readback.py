@@ -87,7 +87,7 @@ def fingerprint_from_params(params: Mapping[str, Any]) -> Fingerprint | None:
         return None
 
 
-def plan_readback(
+def plan_readback(  # noqa: PLR0911 - one return for each reason reads best
     params: Mapping[str, Any],
     prompt_token_ids: Sequence[int],
     cache: EngineCache,

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+#: vLLM's own default of ``decoder_kv_blocks_ttl``, in seconds.
+DEFAULT_TTL_S = 480.0
 #: Most of the KV pool that leases may keep, by default.
 DEFAULT_MAX_PINNED_FRACTION = 0.5
 
@@ -84,9 +86,9 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         #: Request ids whose release the registry asked for; filled by the agent thread.
         self.release_requests: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-        self.ttl_s = float(self.decoder_kv_blocks_ttl)
+        self.ttl_s = float(extra("decoder_kv_blocks_ttl", DEFAULT_TTL_S))
         # Upstream pins for this long: the advertised time plus the grace (L2).
-        self.decoder_kv_blocks_ttl = self.ttl_s + PIN_GRACE_S
+        self.decoder_kv_blocks_ttl: float = self.ttl_s + PIN_GRACE_S
         self._cache = EngineCache(
             block_size_tokens=self.block_size,
             prefix_cut_possible=not self._is_hma_required,
@@ -273,28 +275,12 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self, request: Request, block_ids: tuple[list[int], ...], turn: TurnId | None
     ) -> bool:
         """Pin the turn's blocks and grant their lease; True if they stay pinned."""
-        finished = request.status in (
-            RequestStatus.FINISHED_STOPPED,
-            RequestStatus.FINISHED_LENGTH_CAPPED,
-        )
         blocks = sum(len(group) for group in block_ids)
         # The last sampled token has no KV yet. With asynchronous scheduling the
         # engine may already count it as computed while the step is in flight.
         token_count = min(request.num_computed_tokens, request.num_tokens - 1)
-        refusal = None
-        if turn is None:
-            refusal = "no conversation"
-        elif not finished:
-            refusal = f"status {request.status.name}"
-        elif not self.is_bidirectional_kv_xfer_enabled:
-            refusal = "bidirectional_kv_xfer is off"
-        elif request.mm_features or request.prompt_token_ids is None:
-            refusal = "input is not plain tokens"
-        elif token_count < 1 or not blocks:
-            refusal = "nothing computed"
-        elif not self.pins.has_room_for(blocks):
-            refusal = f"{blocks} more blocks exceed the pin budget"
-        if refusal is not None or turn is None:
+        refusal = self._refuse_pin(request, blocks, token_count)
+        if turn is None or refusal is not None:
             if turn is not None:
                 logger.info("kvtide: request %s: no lease (%s)", request.request_id, refusal)
             # Without this the worker would remember the request for ever.
@@ -320,6 +306,23 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             )
         )
         return True
+
+    def _refuse_pin(self, request: Request, blocks: int, token_count: int) -> str | None:
+        """Why these blocks must not be pinned, or None."""
+        if request.status not in (
+            RequestStatus.FINISHED_STOPPED,
+            RequestStatus.FINISHED_LENGTH_CAPPED,
+        ):
+            return f"status {request.status.name}"
+        if not self.is_bidirectional_kv_xfer_enabled:
+            return "bidirectional_kv_xfer is off"
+        if request.mm_features or request.prompt_token_ids is None:
+            return "the input is not plain tokens"
+        if token_count < 1 or not blocks:
+            return "nothing was computed"
+        if not self.pins.has_room_for(blocks):
+            return f"{blocks} more blocks exceed the pin budget"
+        return None
 
 
 def turn_from_params(own: Mapping[str, Any]) -> TurnId | None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Attributes and methods of the scheduler side, and who uses them.
 SCHEDULER_NAMES = (
@@ -74,7 +77,7 @@ REQUEST_NAMES = (
 
 
 class VllmSurfaceError(RuntimeError):
-    """This vLLM lacks a name that kvtide relies on."""
+    """The installed vLLM lacks a name that kvtide relies on."""
 
 
 def _source_of(cls: type) -> str:

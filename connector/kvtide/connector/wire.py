@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from kvtide.connector.fingerprint import Fingerprint
 from kvtide.connector.handle import KvHandle
 from kvtide.v1 import kv_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def runs_from_ids(block_ids: Iterable[int]) -> kv_pb2.BlockRuns:

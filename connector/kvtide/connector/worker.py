@@ -6,7 +6,6 @@ touches is listed in ``vllm_surface``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPu
 from kvtide.connector.pins import EndCause
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
         KVConnectorMetadata,
@@ -52,7 +53,9 @@ class LeaseWorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Merge two workers' reports; a read by anyone outranks the other causes."""
-        assert isinstance(other, LeaseWorkerMeta)
+        if not isinstance(other, LeaseWorkerMeta):
+            msg = f"workers of one engine must run one connector, got {type(other).__name__}"
+            raise TypeError(msg)
         merged = dict(self.ended)
         for request_id, cause in other.ended.items():
             if merged.get(request_id) is not EndCause.READ:
@@ -88,7 +91,8 @@ class LeasedNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
     ) -> None:
         extra = vllm_config.kv_transfer_config.get_from_extra_config
-        with _nixl_progress_thread(enabled=bool(extra("kvtide_nixl_progress_thread", True))):
+        enabled = bool(extra("kvtide_nixl_progress_thread", default=True))
+        with _nixl_progress_thread(enabled=enabled):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         self._ended: dict[str, EndCause] = {}
         self._released: set[str] = set()
