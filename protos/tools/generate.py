@@ -55,7 +55,7 @@ def main() -> int:
 
 def _protoc(arguments: list[str]) -> int:
     # Only the toolchain's own environment has it.
-    from grpc_tools import protoc  # type: ignore[import-untyped,unused-ignore] # noqa: PLC0415
+    from grpc_tools import protoc  # noqa: PLC0415
 
     well_known = Path(protoc.__file__).parent / "_proto"
     return int(protoc.main(["protoc", f"-I{PROTO_ROOT}", f"-I{well_known}", *arguments]))

@@ -56,7 +56,7 @@ _FLOATS = frozenset({FieldDescriptorProto.TYPE_FLOAT, FieldDescriptorProto.TYPE_
 
 def naming_problems(descriptors: FileDescriptorSet) -> list[str]:
     """Every name in `descriptors` that breaks a rule, as a sentence."""
-    problems = []
+    problems: list[str] = []
     for file in descriptors.file:
         problems += _file_problems(file)
         for message in file.message_type:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.engine.conftest import Engines
 
-_EXPIRED = "vllm:nixl_num_kv_expired_reqs"
+_EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 
 
 def same(got: Any, right: Any) -> None:
@@ -31,7 +31,11 @@ def same(got: Any, right: Any) -> None:
     [
         pytest.param({"engine_clock_expiry_s": 1.0}, "transfer_failed", id="declined-as-expired"),
         pytest.param({"engine_id": "restarted"}, "transfer_failed", id="refused-by-handshake"),
-        pytest.param({"side_channel_port": 9}, "transfer_failed", id="nobody-listens"),
+        pytest.param(
+            {"engine_id": "elsewhere", "side_channel_port": 9},
+            "transfer_failed",
+            id="nobody-listens",
+        ),
         pytest.param({"engine_clock_expiry_s": None}, "unverified", id="no-expiry"),
     ],
 )

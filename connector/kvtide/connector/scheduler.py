@@ -268,6 +268,9 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                     prompt_digest=prompt_digest(tokens, _seed(request)),
                     threshold_tokens=self.kv_recompute_threshold,
                 )
+                # Upstream tells decode no deadline for prefill's blocks, so a read
+                # that ends after they were freed would pass for good.
+                answer["remote_blocks_expiry_time"] = self._reqs_need_send.get(request_id)
             return delay_free, answer
         return self._finish_decode(request, block_ids, turn), None
 

@@ -41,8 +41,12 @@ WORKER_NAMES = (
     "expected_consumer_notifications_by_req",
     "get_transfer_results",
     "start_load_kv",
+    "xfer_stats",
+    "_engine_clock_offset",
     "_get_new_notifs",
+    "_pop_done_transfers",
     "_reap_expired_send_leases",
+    "_recving_metadata",
     "_reqs_to_process",
     "_reqs_to_send",
 )

@@ -6,15 +6,18 @@ touches is listed in ``vllm_surface``.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import os
+import threading
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.logger import init_logger
 
 from kvtide.connector.pins import EndCause
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
         KVConnectorTransferResults,
     )
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger(__name__)
 
 
 class LeaseMetadata(NixlConnectorMetadata):  # type: ignore[misc]
@@ -64,20 +69,26 @@ class LeaseWorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 @contextmanager
-def _nixl_progress_thread(*, enabled: bool) -> Iterator[None]:
-    """Build the NIXL agent without its progress thread, if so configured.
+def _niced_native_threads(nice: int | None) -> Iterator[None]:
+    """Lower the priority of the threads that NIXL starts inside this context.
 
-    Over UCX's tcp and shm transports that thread spins: it takes a whole core
-    from an engine that has one or two. Without it NIXL progresses in the steps,
-    and an engine that pins anything keeps stepping. Leave it on for RDMA.
+    Over UCX's tcp and shm transports NIXL's progress thread spins: on an engine
+    that computes on one core it would take half of it. It can't be left out,
+    since a peer's read would then wait for the end of the running step; at the
+    lowest priority it lives on what computing leaves. Python's own threads
+    are left alone. On RDMA hosts leave this unset.
     """
-    original = base_worker.nixl_agent_config
-    if not enabled and original is not None:
-        base_worker.nixl_agent_config = partial(original, enable_prog_thread=False)
-    try:
-        yield
-    finally:
-        base_worker.nixl_agent_config = original
+    before = set(_thread_ids()) if nice is not None else set()
+    yield
+    if nice is not None:
+        python_threads = {thread.native_id for thread in threading.enumerate()}
+        for thread_id in set(_thread_ids()) - before - python_threads:
+            with suppress(ProcessLookupError, PermissionError):
+                os.setpriority(os.PRIO_PROCESS, thread_id, nice)
+
+
+def _thread_ids() -> list[int]:
+    return [int(task.name) for task in Path("/proc/self/task").iterdir()]
 
 
 class LeasedNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]
@@ -91,8 +102,7 @@ class LeasedNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
     ) -> None:
         extra = vllm_config.kv_transfer_config.get_from_extra_config
-        enabled = bool(extra("kvtide_nixl_progress_thread", default=True))
-        with _nixl_progress_thread(enabled=enabled):
+        with _niced_native_threads(extra("kvtide_nixl_thread_nice", None)):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         self._ended: dict[str, EndCause] = {}
         self._released: set[str] = set()
@@ -120,6 +130,29 @@ class LeasedNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         results.finished_sending.update(self._released)
         self._released.clear()
         return results
+
+    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+        """Fail every read that ended after its owner's deadline: the blocks may be another's.
+
+        Upstream checks the deadline when it starts a read and trusts whatever
+        arrives, however late.
+        """
+        done, failed = super()._pop_done_transfers(transfers)
+        for request_id in done - failed:
+            meta = self._recving_metadata.get(request_id)
+            if meta is None or meta.remote is None or meta.remote.blocks_expiry_time is None:
+                continue
+            offset_s = self._engine_clock_offset.get(meta.remote.engine_id)
+            if offset_s is None or time.perf_counter() >= meta.remote.blocks_expiry_time - offset_s:
+                logger.warning(
+                    "kvtide: request %s: the read from engine %s ended after its deadline; "
+                    "recomputing",
+                    request_id,
+                    meta.remote.engine_id,
+                )
+                self.xfer_stats.record_kv_expired_req()
+                failed.add(request_id)
+        return done, failed
 
     def _get_new_notifs(self) -> set[str]:
         read: set[str] = super()._get_new_notifs()

@@ -1,0 +1,5 @@
+"""The `kvtide` command."""
+
+from kvtide.cli.main import main
+
+__all__ = ["main"]

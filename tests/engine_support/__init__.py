@@ -1,0 +1,1 @@
+"""What the real-engine tests stand on: a tiny model, and fleets of real engines."""
