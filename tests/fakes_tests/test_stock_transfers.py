@@ -195,11 +195,10 @@ async def test_prefill_keeps_blocks_30_s_and_decode_prolongs_while_it_waits(
     # Its first step heartbeats at once, but the read that follows waits.
     stock.prefill.faults.read_gate.clear()
     stock.decode.faults.step_gate.set()
-    worker = stock.prefill.nixl
-    assert worker is not None
-    (request_id,) = await eventually(lambda: list(worker.worker.pinned_until_s))
-    before_s = worker.worker.pinned_until_s[request_id]
-    await eventually(lambda: worker.worker.pinned_until_s[request_id] > before_s)
+    nixl = stock.prefill.nixl
+    assert nixl is not None
+    prolonged_s = stock.prefill.clock.now_s() + 30
+    await eventually(lambda: list(nixl.worker.pinned_until_s.values()) == [prolonged_s])
     clock.advance(20)
     await asyncio.sleep(0.05)
     assert stock.prefill.pool_state().pinned_requests == 1

@@ -184,4 +184,4 @@ class LeaseHistories(World, RuleBasedStateMachine):
 
 TestLeaseHistories = pytest.mark.timeout(300)(LeaseHistories.TestCase)
 TestLeaseHistories.__doc__ = "In every random history no read is unsafe, and every grant ends."
-TestLeaseHistories.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLeaseHistories.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)

@@ -122,6 +122,9 @@ class CpuFleet:
         await asyncio.to_thread(self.local.restart, SERVICES)
         await asyncio.to_thread(self.local.wait_ready)
 
+    async def outlast_prefill(self) -> None:
+        """See ``Fleet``."""
+
     async def sit_out(self, duration_s: float) -> None:
         """See ``Fleet``."""
         await asyncio.sleep(duration_s)

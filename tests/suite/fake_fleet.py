@@ -128,6 +128,10 @@ class FakeFleet:
         await self.sit_out(_TTL_S + _ENOUGH_S)
         await eventually(lambda: self.decode.pool_state().pinned_requests == 0)
 
+    async def outlast_prefill(self) -> None:
+        """See ``Fleet``."""
+        await self.sit_out(31.0)
+
     # ---- what only fake engines can do ---------------------------------------------
 
     def pins(self) -> list[Pin]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from tests.fakes.waiting import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
 Role = Literal["prefill", "decode"]
@@ -28,26 +29,30 @@ ROLES: tuple[Role, ...] = ("prefill", "decode")
 _PATIENCE_S = 45.0
 
 
-async def pool_holds(fleet: Fleet, role: Role, blocks: int) -> None:
-    """Wait until the engine keeps just that many blocks, or fail with what it has."""
-    expected = Pool(await fleet.usable_blocks(role) - blocks, blocks if role == "decode" else 0)
+async def decode_pins(fleet: Fleet, blocks: int) -> None:
+    """Wait until decode keeps just that many blocks for leases, or fail with what it has."""
+    await _wait_for_pool(fleet, "decode", lambda pool: pool.pinned_blocks == blocks)
+
+
+async def nothing_is_kept(fleet: Fleet, *roles: Role) -> None:
+    """Wait until the pools (of both engines) are wholly free, or fail with what is left."""
+    for role in roles or ROLES:
+        empty = Pool(await fleet.usable_blocks(role), 0)
+        await _wait_for_pool(fleet, role, empty.__eq__)
+
+
+async def _wait_for_pool(fleet: Fleet, role: Role, wanted: Callable[[Pool], bool]) -> None:
     seen: list[Pool] = []
 
-    async def same() -> bool:
+    async def reached() -> bool:
         seen.append(await fleet.pool(role))
-        return seen[-1] == expected
+        return wanted(seen[-1])
 
     try:
-        await eventually(same, timeout_s=_PATIENCE_S)
+        await eventually(reached, timeout_s=_PATIENCE_S)
     except AssertionError:
-        msg = f"{role} has {seen[-1]}, expected {expected}"
+        msg = f"{role} still has {seen[-1]}"
         raise AssertionError(msg) from None
-
-
-async def nothing_is_kept(fleet: Fleet) -> None:
-    """Wait until both pools are wholly free, or fail with what is left."""
-    for role in ROLES:
-        await pool_holds(fleet, role, 0)
 
 
 class LeasePair(Protocol):
@@ -126,6 +131,10 @@ class Fleet(Protocol):
 
     async def restart_services(self) -> None:
         """Restart router, registry and node health, and wait until turns are served again."""
+        ...
+
+    async def outlast_prefill(self) -> None:
+        """Let prefill's own leases end, where that takes no time; else the test's end waits."""
         ...
 
     async def sit_out(self, duration_s: float) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.suite.conversation import salted_text
-from tests.suite.fleets import pool_holds
+from tests.suite.fleets import decode_pins, nothing_is_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +79,19 @@ async def test_conversations_at_the_same_time_do_not_mix(converse: Converse, sal
         assert reuse == ({"pulled"} if turn else {"no_lease"})
 
 
+async def test_two_turns_of_one_session_at_once_are_both_right(
+    converse: Converse, salt: str
+) -> None:
+    """A lease is for one reader: the other turn recomputes, and neither waits for nor harms it."""
+    conversation = converse()
+    await conversation.turn(salted_text(300, salt))
+    other = converse(session_id=conversation.session_id, history=list(conversation.history))
+    conversation.say(salted_text(40, salt + "one"))
+    other.say(salted_text(40, salt + "other"))
+    answers = await asyncio.gather(conversation.turn(), other.turn())
+    assert any(answer.report["reuse"] == "pulled" for answer in answers)
+
+
 async def test_the_next_turn_may_come_the_instant_the_answer_ends(
     converse: Converse, salt: str
 ) -> None:
@@ -99,8 +112,8 @@ async def test_the_first_turn_needs_no_registry_record_and_the_last_leaves_none(
     """A closed conversation's blocks are free again, and its next turn starts anew."""
     conversation = converse()
     await conversation.turn(salted_text(300, salt))
-    assert (await fleet.pool("decode")).pinned_blocks == 3
+    await decode_pins(fleet, 3)
     await conversation.close()
-    await pool_holds(fleet, "decode", 0)
+    await nothing_is_kept(fleet, "decode")
     answer = await conversation.turn(salted_text(30, salt))
     assert answer.report["reuse"] == "no_lease"

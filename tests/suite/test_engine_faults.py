@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from kvtide.runtime import HealthSettings
 from tests.fakes.waiting import eventually
-from tests.suite.control_plane import SETTINGS
+from tests.suite.control_plane import CLAIM_LIMIT_S, SETTINGS
 from tests.suite.conversation import salted_text
 from tests.suite.fake_fleet import FakeFleet
 
@@ -43,7 +43,7 @@ async def test_a_failed_readback_is_recomputed(
     """Ports answer and transfers fail: the turn is plain prefill, says why, and is right."""
     await fleet.restart_engine("prefill")
     conversation = converse(stream=True)
-    first = await conversation.turn(salted_text(300, salt))
+    await conversation.turn(salted_text(300, salt))
     setattr(fleet.decode.faults, fault, 1)
     answer = await conversation.turn("go on")
     assert answer.report["reuse"] == "transfer_failed"
@@ -51,8 +51,7 @@ async def test_a_failed_readback_is_recomputed(
     fleet.clear_faults()
     assert (await conversation.turn("go on")).report["reuse"] == "pulled"
     # Whether the failed read had got through nobody can tell, so its lease waits for its claim.
-    await fleet.sit_out(20.0)
-    assert first.kv_tokens
+    await fleet.sit_out(CLAIM_LIMIT_S + 1)
 
 
 async def test_the_reason_is_counted_and_kept(
@@ -88,7 +87,7 @@ async def test_a_prefill_leg_that_fails_with_a_handle_is_tried_without(
     assert answer.report["reuse"] == "prefill_failed"
     assert answer.report["pulled_tokens"] == 0
     assert (await conversation.turn("go on")).report["reuse"] == "pulled"
-    await fleet.sit_out(20.0)
+    await fleet.sit_out(CLAIM_LIMIT_S + 1)
 
 
 async def test_decode_killed_during_the_readback(
@@ -107,7 +106,7 @@ async def test_decode_killed_during_the_readback(
     assert (await conversation.turn()).report["pulled_tokens"] == 0
     assert (await conversation.turn("go on")).report["reuse"] == "pulled"
     # What prefill kept for the turn that failed goes by its own lease.
-    await fleet.sit_out(31.0)
+    await fleet.outlast_prefill()
 
 
 async def test_prefill_killed_during_the_readback(
@@ -126,7 +125,7 @@ async def test_prefill_killed_during_the_readback(
     await fleet.restart_engine("prefill")
     await conversation.turn()
     assert (await conversation.turn("go on")).report["reuse"] == "pulled"
-    await fleet.sit_out(20.0)
+    await fleet.sit_out(CLAIM_LIMIT_S + 1)
 
 
 @pytest.mark.parametrize("fault", ["kill_after_tokens", "crash_after_tokens"])

@@ -9,7 +9,7 @@ import pytest
 
 from kvtide.client import AsyncKvtideClient, KvtideClient, NotFoundError
 from tests.suite.conversation import request, salted_text
-from tests.suite.fleets import pool_holds
+from tests.suite.fleets import nothing_is_kept
 
 if TYPE_CHECKING:
     import aiohttp
@@ -50,7 +50,7 @@ async def test_a_chat_over_grpc_is_pulled_and_right(
             assert answer.finish.reason == "length"
             messages.append({"role": "assistant", "content": text})
         await client.close_conversation("grpc-chat")
-    await pool_holds(fleet, "decode", 0)
+    await nothing_is_kept(fleet, "decode")
 
 
 async def test_http_and_grpc_share_a_conversation(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.suite.conversation import request, salted_text
-from tests.suite.fleets import nothing_is_kept, pool_holds
+from tests.suite.fleets import decode_pins, nothing_is_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,12 +76,12 @@ async def test_readback_can_be_switched_off_for_a_turn(
     """The switch makes a turn plain and leaves the conversation's lease for the one after it."""
     conversation = converse()
     first = await conversation.turn(salted_text(300, salt))
-    pinned = await fleet.pool("decode")
+    await decode_pins(fleet, 3)
     conversation.headers = {"X-Kvtide-Readback": "off"}
     plain = await conversation.turn("plainly")
     assert plain.report["reuse"] == "readback_off"
     assert plain.report["pulled_tokens"] == 0
-    assert await fleet.pool("decode") == pinned
+    await decode_pins(fleet, 3)
     conversation.headers = {}
     after = await conversation.turn("go on")
     assert after.report["pulled_tokens"] == first.kv_tokens
@@ -99,7 +99,7 @@ async def test_what_two_legs_cannot_serve_is_served_by_one_engine(
     assert answer.status == 200
     assert answer.text == expected.text
     assert answer.report["reuse"] == "not_disaggregated"
-    await pool_holds(fleet, "decode", 0)
+    await nothing_is_kept(fleet, "decode")
 
 
 async def test_an_answer_that_ends_by_a_stop_text_costs_the_next_turn_its_reuse(

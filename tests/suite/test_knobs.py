@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.suite.conversation import salted_text
-from tests.suite.fleets import pool_holds
+from tests.suite.fleets import decode_pins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ async def test_fewer_than_64_tokens_are_recomputed_and_64_or_more_pulled(
     assert second.report["pulled_tokens"] == pulled
     assert second.report["reuse"] == reuse
     # Only the second turn's blocks are kept now: the first one's went with the read.
-    await pool_holds(fleet, "decode", -(-second.kv_tokens // fleet.block_size_tokens))
+    await decode_pins(fleet, -(-second.kv_tokens // fleet.block_size_tokens))
 
 
 async def test_a_turn_after_the_ttl_recomputes(converse: Converse, fleet: Fleet, salt: str) -> None:
@@ -86,6 +86,6 @@ async def test_leases_do_not_outlive_the_registry_that_forgot_them(
     """Decode frees on its own clock, although nobody asks it to."""
     for number in range(3):
         await converse(name=str(number)).turn(salted_text(200, f"{salt}{number}"))
-    await pool_holds(fleet, "decode", 6)
+    await decode_pins(fleet, 6)
     await fleet.expire()
     assert (await fleet.pool("decode")).pinned_blocks == 0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.waiting import eventually
 from tests.suite.conversation import PATHS, salted_text
-from tests.suite.fleets import nothing_is_kept, pool_holds
+from tests.suite.fleets import nothing_is_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ async def test_a_client_that_leaves_during_prefill_keeps_its_lease(
     await _leave(leaving)
     await eventually(lambda: not fleet.prefill.core.running)
     fleet.clear_faults()
-    await pool_holds(fleet, "prefill", 0)
+    await nothing_is_kept(fleet, "prefill")
     # It was read when the client left, so it is not offered again.
     again = await conversation.turn()
     assert again.report["pulled_tokens"] in (0, first.kv_tokens)
@@ -102,8 +102,8 @@ async def test_a_client_that_leaves_between_the_legs_costs_prefills_own_lease(
     await eventually(lambda: not fleet.decode.server.listener.busy)
     fleet.decode.resume()
     assert (await fleet.pool("prefill")).free_blocks < await fleet.usable_blocks("prefill")
-    await fleet.sit_out(31.0)
-    await pool_holds(fleet, "prefill", 0)
+    await fleet.outlast_prefill()
+    await nothing_is_kept(fleet, "prefill")
 
 
 @pytest.mark.fake_only
@@ -136,7 +136,7 @@ async def test_a_client_that_leaves_during_the_readback_does_not_free_it_twice(
     await _leave(leaving)
     await eventually(lambda: not fleet.prefill.core.waiting)
     fleet.clear_faults()
-    await pool_holds(fleet, "prefill", 0)
+    await nothing_is_kept(fleet, "prefill")
     await conversation.turn()
     assert fleet.decode.running
 

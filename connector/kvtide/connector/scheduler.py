@@ -278,11 +278,10 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self, request: Request, block_ids: tuple[list[int], ...], turn: TurnId | None
     ) -> bool:
         """Pin the turn's blocks and grant their lease; True if they stay pinned."""
-        blocks = sum(len(group) for group in block_ids)
         # The last sampled token has no KV yet. With asynchronous scheduling the
         # engine may already count it as computed while the step is in flight.
         token_count = min(request.num_computed_tokens, request.num_tokens - 1)
-        refusal = self._refuse_pin(request, blocks, token_count)
+        refusal = self._refuse_pin(request, block_ids, token_count)
         if turn is None or refusal is not None:
             if turn is not None:
                 logger.info("kvtide: request %s: no lease (%s)", request.request_id, refusal)
@@ -295,8 +294,7 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if not delay_free or params is None:
             return bool(delay_free)
         handle = handle_from_params(params, self.block_size)
-        if block_count(token_count, self.block_size) <= min(map(len, handle.block_groups)):
-            handle = cut_handle(handle, min(token_count, handle.token_count))
+        handle = cut_handle(handle, min(token_count, handle.token_count))
         deadline_s = self._reqs_need_send[request.request_id] - PIN_GRACE_S
         self.pins.add(
             Pin(
@@ -310,8 +308,11 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         )
         return True
 
-    def _refuse_pin(self, request: Request, blocks: int, token_count: int) -> str | None:
+    def _refuse_pin(  # noqa: PLR0911 - one return for each reason reads best
+        self, request: Request, block_ids: tuple[list[int], ...], token_count: int
+    ) -> str | None:
         """Why these blocks must not be pinned, or None."""
+        blocks = sum(len(group) for group in block_ids)
         if request.status not in (
             RequestStatus.FINISHED_STOPPED,
             RequestStatus.FINISHED_LENGTH_CAPPED,
@@ -323,6 +324,10 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             return "the input is not plain tokens"
         if token_count < 1 or not blocks:
             return "nothing was computed"
+        if len(block_ids) > 1 and block_count(token_count, self.block_size) != block_count(
+            request.num_computed_tokens, self.block_size
+        ):
+            return "its last block is not computed yet, and several block groups can't be cut"
         if not self.pins.has_room_for(blocks):
             return f"{blocks} more blocks exceed the pin budget"
         return None

@@ -7,14 +7,14 @@ touches is listed in ``vllm_surface``.
 from __future__ import annotations
 
 import os
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.logger import init_logger
@@ -69,26 +69,39 @@ class LeaseWorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 @contextmanager
-def _niced_native_threads(nice: int | None) -> Iterator[None]:
-    """Lower the priority of the threads that NIXL starts inside this context.
+def _nixl_progress_thread(*, enabled: bool) -> Iterator[None]:
+    """Build the NIXL agent without its progress thread, if so configured.
 
-    Over UCX's tcp and shm transports NIXL's progress thread spins: on an engine
-    that computes on one core it would take half of it. It can't be left out,
-    since a peer's read would then wait for the end of the running step; at the
-    lowest priority it lives on what computing leaves. Python's own threads
-    are left alone. On RDMA hosts leave this unset.
+    Over UCX's tcp and shm transports that thread spins: it takes a whole core
+    from an engine that has one, and starves whoever shares it. Without it NIXL
+    progresses in the steps, and an engine that pins anything keeps stepping;
+    a peer's read may wait for a long step to end. Leave it on for RDMA.
     """
-    before = set(_thread_ids()) if nice is not None else set()
-    yield
-    if nice is not None:
-        python_threads = {thread.native_id for thread in threading.enumerate()}
-        for thread_id in set(_thread_ids()) - before - python_threads:
-            with suppress(ProcessLookupError, PermissionError):
-                os.setpriority(os.PRIO_PROCESS, thread_id, nice)
+    original = base_worker.nixl_agent_config
+    if not enabled and original is not None:
+        base_worker.nixl_agent_config = partial(original, enable_prog_thread=False)
+    try:
+        yield
+    finally:
+        base_worker.nixl_agent_config = original
 
 
-def _thread_ids() -> list[int]:
-    return [int(task.name) for task in Path("/proc/self/task").iterdir()]
+@contextmanager
+def _same_cpu_affinity() -> Iterator[None]:
+    """Leave this thread on the cores that it was bound to.
+
+    On CPU, upstream's worker moves its main thread to the last core of the node,
+    "for start_load_kv"; but that thread computes, too. Two engines bound to a
+    core each then share one, and the one that idles (it spins) starves the other.
+    """
+    if not hasattr(os, "sched_getaffinity"):  # macOS
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class LeasedNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]
@@ -102,7 +115,8 @@ class LeasedNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
     ) -> None:
         extra = vllm_config.kv_transfer_config.get_from_extra_config
-        with _niced_native_threads(extra("kvtide_nixl_thread_nice", None)):
+        enabled = bool(extra("kvtide_nixl_progress_thread", default=True))
+        with _same_cpu_affinity(), _nixl_progress_thread(enabled=enabled):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         self._ended: dict[str, EndCause] = {}
         self._released: set[str] = set()

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-_QUIET_INTERVAL_S = 20.0
+_DETAIL_INTERVAL_S = 5.0
+"""Without a terminal, details are given this often at most, so that a log stays readable."""
+_LIFE_SIGN_INTERVAL_S = 20.0
 """Without a terminal, a long step is mentioned again this often, so that a log shows life."""
 
 
@@ -52,17 +54,19 @@ class Display:
     def detail(self, text: str) -> None:
         """What the step is busy with now."""
         line = f"{self._step}: {text}"
-        self._progress.update(self._task, description=escape(line))
+        self._progress.update(self._task, description=escape(line), refresh=True)
         if not self.console.is_terminal:
             waited_s = time.monotonic() - self._said_s
-            if line != self._said or waited_s >= _QUIET_INTERVAL_S:
+            interval_s = _DETAIL_INTERVAL_S if line != self._said else _LIFE_SIGN_INTERVAL_S
+            if waited_s >= interval_s:
                 self._say(line)
 
     def done(self, text: str) -> None:
         """Ends the step."""
         took_s = time.monotonic() - self._step_started_s
         self._progress.update(self._task, visible=False)
-        self.console.print(f"{text} [dim]({took_s:.0f} s)[/dim]", highlight=False)
+        line = f"{escape(text)} [dim]({took_s:.0f} s)[/dim]"
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     def elapsed_s(self) -> float:
         """Since the display was made."""
@@ -71,7 +75,9 @@ class Display:
     def _say(self, line: str) -> None:
         self._said = line
         self._said_s = time.monotonic()
-        self.console.print(f"{self.elapsed_s():4.0f} s  {line}", markup=False, highlight=False)
+        self.console.print(
+            f"{self.elapsed_s():4.0f} s  {line}", markup=False, highlight=False, soft_wrap=True
+        )
 
     def __enter__(self) -> Self:
         self._progress.start()

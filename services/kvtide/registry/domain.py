@@ -233,8 +233,8 @@ class LeaseTable:
         if report.inventory is not None:
             self._inventory(engine, report, now_s)
         for refused in report.refused:
-            known = self._book.find(engine.node_id, engine.epoch, refused.request_id)
-            if known is None or known.ended:
+            # A lease on record may have a reader: its own rules say when it is released.
+            if self._book.find(engine.node_id, engine.epoch, refused.request_id) is None:
                 self._refuse(engine, refused.request_id, refused.why)
         return self._take_effects()
 

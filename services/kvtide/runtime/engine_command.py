@@ -219,8 +219,8 @@ def kv_transfer_config(options: EngineOptions) -> dict[str, Any]:
         # to cover its longest queue.
         extra["kv_lease_duration"] = _PREFILL_LEASE_S
         if options.device is EngineDevice.CPU:
-            # NIXL's threads spin over tcp and shm; they get what computing leaves of the core.
-            extra["kvtide_nixl_thread_nice"] = 19
+            # NIXL's progress thread spins over tcp and shm: it would take the engine's core.
+            extra["kvtide_nixl_progress_thread"] = False
     if options.nixl_backends:
         extra["backends"] = list(options.nixl_backends)
     config: dict[str, Any] = {
