@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvtide.connector import readback as readback_module
 from kvtide.connector.fingerprint import fingerprint_of
 from kvtide.connector.readback import EngineCache, fingerprint_to_params, plan_readback
 from kvtide.connector.turn_outcome import Readback, outcome_params
@@ -162,3 +164,11 @@ def test_refused_handle_leaves_the_lease_unread() -> None:
     """A handle that verification refused was not touched: its lease can be used again."""
     found = outcome(Readback("history_changed", handle_tokens=900))
     assert (found["reuse"], found["read"]) == ("history_changed", "not_read")
+
+
+def test_every_reason_is_documented() -> None:
+    """Whatever ``reuse`` may say, docs/turn-report.md explains it."""
+    text = (Path(__file__).parents[2] / "docs" / "turn-report.md").read_text()
+    reasons = [value for name, value in vars(readback_module).items() if name.startswith("REUSE_")]
+    missing = {f"`{reason}`" for reason in reasons if f"`{reason}`" not in text}
+    assert missing <= {"`no_handle`"}, "only no_handle may be missing: the router replaces it"

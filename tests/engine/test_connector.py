@@ -78,13 +78,13 @@ async def test_read_by_a_prefill_engine_frees_the_pin(engines: Engines) -> None:
     name = "consumed"
     before = await engines.pinned_blocks()
     history, claimed = await engines.claimed_turn(name, salted_text(300, name))
-    assert await engines.pinned_blocks() == before + 3
+
+    async def pinned(blocks: int) -> bool:
+        return await engines.pinned_blocks() == before + blocks
+
+    await eventually(lambda: pinned(3))
     await engines.prefill_leg(history + "more", claimed.params())
-
-    async def freed() -> bool:
-        return await engines.pinned_blocks() == before
-
-    await eventually(freed)
+    await eventually(lambda: pinned(0))
     assert await engines.counter("decode", UNSAFE_READS) == 0
 
 

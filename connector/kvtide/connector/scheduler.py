@@ -49,6 +49,9 @@ logger = init_logger(__name__)
 
 #: vLLM's own default of ``decoder_kv_blocks_ttl``, in seconds.
 DEFAULT_TTL_S = 480.0
+#: How long an engine steps on, to tell prefill that its blocks are not needed: longer
+#: than vLLM's handshake may take (5 s, base_worker.py).
+NOTIFY_STEPS_S = 6.0
 #: Most of the KV pool that leases may keep, by default.
 DEFAULT_MAX_PINNED_FRACTION = 0.5
 
@@ -101,6 +104,7 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._end_causes: dict[str, EndCause] = {}
         self._live_requests: set[str] = set()
         self._kv_cache_manager: KVCacheManager | None = None
+        self._step_until_s = 0.0
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """Take the cache manager, whose pool the load reports count."""
@@ -156,7 +160,9 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if turn is not None:
             self._turns[request.request_id] = turn
         expected = own.get("prompt_digest")
-        if not params.get("do_remote_prefill") or not expected:
+        if not params.get("do_remote_prefill") or not expected or request.abort_immediately:
+            # The last case is no prompt at all: vLLM's API server refused the
+            # request and lets the engine tell prefill.
             return
         tokens = request.prompt_token_ids
         if tokens is not None and prompt_digest(tokens, _seed(request)) == expected:
@@ -170,6 +176,16 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         # a request that was aborted before it was scheduled.
         self._reqs_need_recv[request.request_id] = (request, [], (), False)
         params["do_remote_prefill"] = False
+        self._keep_stepping()
+
+    def _keep_stepping(self) -> None:
+        # An idle engine does not step, so a notification that has to wait for the
+        # handshake with prefill would wait for the next request as well.
+        self._step_until_s = time.perf_counter() + NOTIFY_STEPS_S
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine must go on stepping although it has no request."""
+        return time.perf_counter() < self._step_until_s
 
     # ---- matching and allocation -------------------------------------------
 
@@ -255,8 +271,10 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         turn = self._turns.pop(request_id, None)
         params = request.kv_transfer_params
         if not params or params.get("do_remote_prefill"):
-            # The second case: aborted before it was scheduled; upstream tells
-            # prefill to free its blocks.
+            if params:
+                # Aborted before it was scheduled: upstream tells prefill to free
+                # its blocks.
+                self._keep_stepping()
             return super().request_finished(request, block_ids)  # type: ignore[no-any-return]
         if params.get("do_remote_decode"):
             delay_free, answer = super().request_finished(request, block_ids)

@@ -19,6 +19,7 @@ SCHEDULER_NAMES = (
     "decoder_kv_blocks_ttl",
     "engine_id",
     "get_num_new_matched_tokens",
+    "has_pending_push_work",
     "is_bidirectional_kv_xfer_enabled",
     "kv_recompute_threshold",
     "on_new_request",
@@ -67,6 +68,7 @@ PARAM_NAMES = (
 
 #: Fields of ``vllm.v1.request.Request``.
 REQUEST_NAMES = (
+    "abort_immediately",
     "all_token_ids",
     "kv_transfer_params",
     "lora_request",
