@@ -83,6 +83,7 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if not 0.0 <= fraction <= 1.0:
             msg = f"kvtide_max_pinned_fraction must be between 0 and 1, got {fraction}"
             raise ValueError(msg)
+        self._idle_step_sleep_s = float(extra("kvtide_idle_step_sleep_ms", 0)) / 1000
         self.pool_blocks: int = kv_cache_config.num_blocks
         self.pins = PinTable(budget_blocks=int(fraction * self.pool_blocks))
         self.load = EngineLoad(free_blocks=self.pool_blocks, last_step_s=time.perf_counter())
@@ -246,6 +247,10 @@ class LeasedNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             if request_id in self.pins:
                 releases.add(request_id)
         running = len(scheduler_output.num_scheduled_tokens)
+        if not running and not self._live_requests and self._idle_step_sleep_s:
+            # An engine that only pins steps a thousand times a second, to no
+            # purpose but deadlines and reads; on a CPU that takes others' cores.
+            time.sleep(self._idle_step_sleep_s)
         self.load = EngineLoad(
             free_blocks=self._free_blocks(),
             running_requests=running,
