@@ -60,6 +60,7 @@ class Engines(ByHand):
             http, local.engine("prefill-0").url, local.engine("decode-0").url, local.model_name
         )
         self.fleet = fleet
+        self._claims: dict[str, lease_pb2.ClaimResponse] = {}
         self._channel = grpc.insecure_channel(local.grpc_address)
         self._registry = lease_pb2_grpc.LeaseRegistryServiceStub(self._channel)
 
@@ -73,11 +74,22 @@ class Engines(ByHand):
             "conversation_id": conversation_id,
             "generation": answer.generation,
         }
+        if answer.HasField("claimed"):
+            self._claims[conversation_id] = answer
         return answer
 
     async def close_conversation(self, conversation_id: str) -> None:
-        """Let the conversation's blocks go."""
+        """Give back the claim, if there is one, and let the conversation's blocks go."""
         key = lease_pb2.ConversationKey(tenant=_TENANT, conversation_id=conversation_id)
+        claim = self._claims.pop(conversation_id, None)
+        if claim is not None:
+            settlement = lease_pb2.SettleRequest(
+                conversation=key,
+                generation=claim.generation,
+                claim_id=claim.claimed.claim_id,
+                read_outcome=lease_pb2.READ_OUTCOME_NOT_READ,
+            )
+            await asyncio.to_thread(self._registry.Settle, settlement)
         request = lease_pb2.CloseConversationRequest(conversation=key)
         await asyncio.to_thread(self._registry.CloseConversation, request)
 
@@ -119,6 +131,11 @@ async def engines(fleet: CpuFleet) -> AsyncIterator[Engines]:
         yield made
         made.close()
     assert await fleet.unsafe_reads() == 0
+
+    async def nothing_pinned() -> bool:
+        return (await fleet.pool("decode")).pinned_blocks == 0
+
+    await eventually(nothing_pinned)
 
 
 @pytest.fixture

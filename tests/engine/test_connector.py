@@ -85,6 +85,7 @@ async def test_read_by_a_prefill_engine_frees_the_pin(engines: Engines) -> None:
     await eventually(lambda: pinned(3))
     await engines.prefill_leg(history + "more", claimed.params())
     await eventually(lambda: pinned(0))
+    await engines.close_conversation(name)
     assert await engines.counter("decode", UNSAFE_READS) == 0
 
 

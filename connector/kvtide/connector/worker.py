@@ -6,6 +6,7 @@ touches is listed in ``vllm_surface``.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
@@ -104,6 +106,18 @@ def _same_cpu_affinity() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def _stop_busy_waiting() -> None:
+    """Let this process sleep between steps instead of spinning for a second after each.
+
+    An engine that pins anything steps for ever, so on CPU its worker spins for
+    ever, and whatever the kernel places on that core gets no time. The queue's
+    reader falls asleep by itself after ``busy_loop_s``; this makes that 0.
+    """
+    for candidate in gc.get_objects():
+        if type(candidate) is SpinCondition and candidate.is_reader:
+            candidate.busy_loop_s = 0
+
+
 class LeasedNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     """vLLM's pull worker that can also let a pin go before its deadline.
 
@@ -115,6 +129,8 @@ class LeasedNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
     ) -> None:
         extra = vllm_config.kv_transfer_config.get_from_extra_config
+        if not extra("kvtide_worker_busy_wait", default=True):
+            _stop_busy_waiting()
         enabled = bool(extra("kvtide_nixl_progress_thread", default=True))
         with _same_cpu_affinity(), _nixl_progress_thread(enabled=enabled):
             super().__init__(vllm_config, engine_id, kv_cache_config)

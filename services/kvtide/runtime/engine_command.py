@@ -221,8 +221,9 @@ def kv_transfer_config(options: EngineOptions) -> dict[str, Any]:
         if options.device is EngineDevice.CPU:
             # NIXL's progress thread spins over tcp and shm: it would take the engine's core.
             extra["kvtide_nixl_progress_thread"] = False
-            # An engine that only holds leases steps without pause, and its processes spin.
+            # An engine that only holds leases steps without pause, and its worker spins.
             extra["kvtide_idle_step_sleep_ms"] = 5
+            extra["kvtide_worker_busy_wait"] = False
     if options.nixl_backends:
         extra["backends"] = list(options.nixl_backends)
     config: dict[str, Any] = {
