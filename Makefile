@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-real check protos lock clean
+.PHONY: help install demo test test-fast test-real test-demo check protos lock clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -52,6 +52,9 @@ test-fast: install ## the tests that need no real engine
 
 test-real: install ## the tests on two real vLLM CPU engines
 	@$(BIN)/python -m pytest --engine=cpu $(REAL_TESTS)
+
+test-demo: install ## the demo itself: what it measures, Ctrl-C and kill -9 (about 8 minutes)
+	@$(BIN)/python -m pytest --engine=cpu tests/local/test_demo.py
 
 check: install ## ruff, mypy (strict), import-linter, the proto checks
 	@$(BIN)/ruff format --check
